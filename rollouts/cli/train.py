@@ -130,11 +130,9 @@ def _conversations(file: ConfigFile) -> Sequence[Task] | None:
     found = list(tasks or ())
     for task in found:
         messages = task.data.get("messages") if isinstance(task.data, dict) else None
-        if not isinstance(messages, list) or not any(
-            isinstance(one, dict) and one.get("role") == "assistant" for one in messages
-        ):
-            reason = f'task {task.task_id:.80} has no "messages" with one of the assistant'
+        messages = messages if isinstance(messages, list) else []
+        roles = [one.get("role") if isinstance(one, dict) else None for one in messages]
+        if None in roles or "assistant" not in roles:
+            reason = f'task {task.task_id:.80} has no "messages", each with a role, and one of the assistant'
             raise file.error(("supervised", "tasks"), f"{reason}; write the conversation that is learned")
-    if not found:
-        raise file.error(("supervised", "tasks"), "there is no conversation; name a list or a file with at least one")
     return found

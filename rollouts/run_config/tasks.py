@@ -48,13 +48,15 @@ def make_tasks(file: ConfigFile) -> TaskSource:
 
 
 def check_tasks(file: ConfigFile, tasks: TaskSource, count: int | None = None) -> None:
-    """Refuse rows of a file, and two equal ids in a list, that would end the run when they are taken.
+    """Refuse rows of a file, an empty list, and two equal ids in one, that would end the run when they are taken.
 
     Only the first `count` tasks are checked, or all. Raises `TaskFileError` and `RunConfigError`.
     """
     if isinstance(tasks, FileTaskSource):
         tasks.check(count)
     elif isinstance(tasks, list | tuple):
+        if not tasks:
+            raise file.error(("tasks",), "there is no task; add at least one")
         ids = Counter(task.task_id for task in tasks[:count] if isinstance(task, Task))
         if (twice := next((task_id for task_id, times in ids.items() if times > 1), None)) is not None:
             raise file.error(("tasks",), f"two tasks have the id {twice!r:.80}; give each task its own")

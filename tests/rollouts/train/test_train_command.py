@@ -372,6 +372,23 @@ def test_a_run_in_which_no_group_can_teach_is_refused_unless_it_learns_from_more
 
 
 @pytest.mark.parametrize("options", [["--dry-run"], []])
+@pytest.mark.parametrize("table", ["tasks", "evaluation.tasks", "supervised.tasks"])
+def test_an_empty_list_of_tasks_is_refused_before_anything_runs(
+    tmp_path: Path, tiny_model_dir: Path, options: list[str], table: str
+) -> None:
+    parts = {"tasks": CONFIG, "evaluation.tasks": HELD_OUT, "supervised.tasks": SUPERVISED.format(1)}
+    parts[table] = parts[table].replace("conversations", "tasks").replace(JSONL, GENERATOR)
+    path = project(tmp_path, tiny_model_dir, "".join(parts.values()))
+    (tmp_path / "conversations.jsonl").write_text(CONVERSATION)
+    with (tmp_path / "vowels_env.py").open("a") as module:
+        module.write("\n\nheld_out = []\n")
+    result = train(path, *options)
+    assert result.exit_code == 2
+    assert f"{table}: there is no task; add at least one" in " ".join(result.output.split())
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("options", [["--dry-run"], []])
 @pytest.mark.parametrize("table", ["tasks", "evaluation.tasks"])
 def test_two_tasks_of_a_list_with_one_id_are_refused_before_anything_runs(
     tmp_path: Path, tiny_model_dir: Path, options: list[str], table: str
@@ -421,7 +438,10 @@ def test_a_dry_run_says_what_the_run_will_do_and_need_and_writes_nothing(
         ([CONVERSATION], 7, ""),
         ([CONVERSATION], 1, ""),
         ([], 1, "supervised.tasks: there is no task in"),
-        (['{"messages": ["x"]}\n'], 1, 'task 0 has no "messages" with one of the assistant'),
+        (['{"messages": ["x"]}\n'], 1, 'task 0 has no "messages", each with a role, and one of the assistant'),
+        (['{"messages": 3}\n'], 1, 'task 0 has no "messages", each with a role'),
+        ([CONVERSATION, CONVERSATION.replace("[", '["x", ')], 1, 'task 1 has no "messages", each with a role'),
+        ([CONVERSATION.replace('"role": "user", ', "")], 1, 'task 0 has no "messages", each with a role'),
         ([CONVERSATION.replace('"Sing."', "3")], 1, "task 0: message 0: content is text"),
         ([CONVERSATION, CONVERSATION.replace("Sing.", "Sing. " * 4000)], 1, "task 1: 24,0"),
     ],
