@@ -140,7 +140,8 @@ class Training:
                 if not isinstance(mode, Synchronous):
                     mismatch = await learner.check_engine(engine, step)
                 for group in groups:
-                    order.end(group.task.task_id, is_solved=bool(group.rewards.min() >= success))
+                    is_solved = not group.num_failed and bool(group.rewards.min() >= success)
+                    order.end(group.task.task_id, is_solved=is_solved)
                 ended = time.monotonic()
                 log.write(step, {"seconds_sampling": sampled - started, "seconds_training": ended - sampled})
                 state = replace(state, step=step, tasks=order.state())

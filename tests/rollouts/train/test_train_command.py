@@ -511,6 +511,19 @@ def test_a_task_that_every_episode_fails_is_taken_again_and_one_that_every_episo
     assert len(failed) == 9 > len(set(failed)) == 4
 
 
+def test_a_task_whose_episodes_end_with_errors_is_not_solved_where_a_reward_of_0_is_a_success(
+    tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    config = f"retry = {{ max_attempts = 1 }}\n{CONFIG}\n[evaluation]\nthreshold = 0.0\n"
+    path = project(tmp_path, tiny_model_dir, config, steps="1", groups="5")
+    broken = "        assert self.square[0, 0, 0] != 220\n        text = "
+    (tmp_path / "vowels_env.py").write_text(ENVIRONMENT.replace("        text = ", broken))
+    result = train(path)
+    assert result.exit_code == 0, result.output
+    state = json.loads((tmp_path / "out" / "checkpoints" / "step-1" / "state.json").read_text())
+    assert state["tasks"]["solved"] == ["1", "2", "3", "4"]
+
+
 def test_solved_tasks_are_taken_again_less_often() -> None:
     async def shares() -> tuple[float, float]:
         order = TaskOrder([Task(str(number)) for number in range(400)], seed=0, shuffle=True, revisit=0.25)
