@@ -93,9 +93,9 @@ class Training:
             if (server := await policy.server()) is not None:  # before a warm start, which takes long
                 opened.push_async_callback(server.close)
             if restored is None:
-                if self.conversations is not None:
-                    steps = await asyncio.to_thread(learner.warm_start, self.conversations, log)
-                    self.console.print(f"warm start: {steps} supervised steps")
+                if self.conversations is not None and (supervised := file.config.supervised) is not None:
+                    self.console.print(f"warm start: {supervised.steps} supervised steps")
+                    await asyncio.to_thread(learner.warm_start, self.conversations, log)
                 state = replace(state, tasks=order.state())
                 state = await asyncio.to_thread(checkpoints.save, policy.trainer, state)
             engine, *others = await policy.engines(server, state.step)

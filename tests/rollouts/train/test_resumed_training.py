@@ -80,6 +80,7 @@ def test_a_run_that_fails_anywhere_goes_on_from_its_checkpoint_to_the_same_end(
         planted.setattr(owner, method, failing)
         result = train(path)
     assert (result.exit_code, "planted" in result.output) == (2, True), result.output
+    assert result.output.startswith("warm start: 4 supervised steps\n")  # also where it ended within them
     steps = [int(each.parent.name.removeprefix("step-")) for each in tmp_path.glob("out/checkpoints/*/state.json")]
     again = train(path, "--resume")
     assert again.exit_code == 0, again.output
