@@ -218,11 +218,12 @@ class Training:
     def _print(
         self, step: int, first: int, figures: Mapping[str, float], mismatch: float, seconds: float, of_step: float
     ) -> None:
+        equal = figures["equal_rewards"]
         left = round(seconds / (step - first) * (self.section.steps - step))
         self.console.print(
             f"step {step}/{self.section.steps}: {left // 60}:{left % 60:02} left  reward {figures['reward']:.3f}  "
             f"mismatch {'-' if math.isnan(mismatch) else f'{mismatch:.0e}'}  {of_step:.1f} s/step"
-            f"{'  no group has unequal rewards' if figures['equal_rewards'] == 1 else ''}",
+            f"{f'  {equal:.0%} of the groups have equal rewards' if equal >= 0.8 else ''}",
             soft_wrap=True,
             highlight=False,
         )

@@ -342,12 +342,17 @@ def test_a_server_that_does_not_answer_is_an_error_before_the_warm_start(tmp_pat
     assert "warm start" not in result.output
 
 
-def test_a_step_without_unequal_rewards_in_any_group_is_named(tmp_path: Path, tiny_model_dir: Path) -> None:
-    path = project(tmp_path, tiny_model_dir, steps="2")
-    (tmp_path / "vowels_env.py").write_text(ENVIRONMENT.replace("reward=", "reward=0 * "))
+@pytest.mark.parametrize(("taught", "share"), [("[]", 1), ("[220]", 0.8), ("[220, 40]", 0.4)])
+def test_steps_of_which_most_groups_have_equal_rewards_are_named(
+    tmp_path: Path, tiny_model_dir: Path, taught: str, share: float
+) -> None:
+    path = project(tmp_path, tiny_model_dir, steps="2", groups="5")  # the squares of three tasks have 40 or 220
+    (tmp_path / "vowels_env.py").write_text(
+        ENVIRONMENT.replace("reward=", f"reward=(self.square[0, 0, 0] in {taught}) * ")
+    )
     result = train(path)
-    assert result.output.count("no group has unequal rewards") == 2
-    assert [row["equal_rewards"] for _, row in figures(tmp_path) if "equal_rewards" in row] == [1, 1]
+    assert [row["equal_rewards"] for _, row in figures(tmp_path) if "equal_rewards" in row] == [share, share]
+    assert result.output.count(f"  {share:.0%} of the groups have equal rewards") == (2 if share >= 0.8 else 0)
 
 
 @pytest.mark.parametrize("options", [["--dry-run"], []])
