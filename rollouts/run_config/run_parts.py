@@ -133,25 +133,25 @@ class RunParts:
         The configuration, with the places of the servers; the digests of the chat template, of the file of
         tasks and of the modules that are imported from files; the version of this package.
         """
-        source = "" if self.renderer is None else self.renderer.template.source
         values = self.configuration_and_files()
         engine = self.file.config.engine.model_dump(mode="json", include=_PLACE_OF_SERVERS, exclude_none=True)
         return {
             **values,
             "engine": values["engine"] | {key: value for key, value in engine.items() if key in ("base_url", "urls")},
-            "template": hashlib.sha256(source.encode()).hexdigest() if source else None,
             "version": metadata.version("mmrollouts"),
         }
 
     def configuration_and_files(self) -> dict[str, Any]:
-        """`journal_configuration` with seed, group size, and digests of the file of tasks and of imported modules."""
+        """`journal_configuration` with seed, group size, and the digests that `description` names."""
         config, values = self.file.config, self.journal_configuration()
         if isinstance(self.tasks, FileTaskSource):
             values["tasks"]["content_of_the_file"] = self.tasks.digest()
+        source = "" if self.renderer is None else self.renderer.template.source
         return {
             **values,
             "group_size": config.group_size,
             "seed": config.seed,
+            "template": hashlib.sha256(source.encode()).hexdigest() if source else None,
             "modules": imported_files(self.file),  # a moment after they were imported
         }
 

@@ -167,6 +167,18 @@ def test_a_run_whose_modules_have_changed_is_another_run(tmp_path: Path, tiny_mo
     assert train(path, "--resume", "--set", "train.steps=2").exit_code == 0
 
 
+def test_a_run_whose_chat_template_has_changed_is_another_run(tmp_path: Path, tiny_model_dir: Path) -> None:
+    renderer = '{ model = "MODEL", chat_template = "template.jinja" }'
+    path = project(tmp_path, tiny_model_dir, steps="1", renderer=renderer)
+    template = tmp_path / "template.jinja"
+    template.write_text((tiny_model_dir / "chat_template.jinja").read_text())
+    assert train(path).exit_code == 0
+    template.write_text(f"{template.read_text()}{{# mended #}}")
+    refused = train(path, "--resume", "--set", "train.steps=2")
+    assert refused.exit_code == 2
+    assert "template: it was " in refused.output
+
+
 def test_a_second_process_in_the_same_directory_ends_at_once(tmp_path: Path, tiny_model_dir: Path) -> None:
     path = project(tmp_path, tiny_model_dir, steps="100000")
     first = started(path)
