@@ -251,8 +251,9 @@ class Learner:
         """
         section, loss = self._section, named_loss(self._section.loss)
         chosen = [samples[index] for index in indices]
-        data = [datum_from_sample(sample, section.loss) for sample in chosen]
         trained = [sample.loss_mask[1:] for sample in chosen]
+        computed = chosen if section.correction else filter(self._has_gradient, chosen)
+        data = [datum_from_sample(sample, section.loss) for sample in computed]
         figures: dict[str, float] = {}
         if section.correction:
             before = LossResult([start[index] for index in indices], {})

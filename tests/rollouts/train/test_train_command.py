@@ -670,7 +670,8 @@ def test_smaller_weights_of_stale_samples_reach_the_distance_to_the_base_model_t
     config = f"{CONFIG}kl = 3.0\nadam = {{ grad_clip_norm = 0.0 }}\n"
     norms = []
     for weight in (1.0, 0.1):
-        monkeypatch.setattr(schedule, "is_too_old", lambda *_: True)
+        monkeypatch.setattr(schedule.Schedule, "_ages", lambda _, finished: [1] * len(finished.group.episodes))
+        monkeypatch.setattr(schedule, "is_dropped", lambda *_: False)
         monkeypatch.setattr(schedule, "sample_weight", lambda *_, weight=weight: weight)
         path = project(tmp_path / str(weight), tiny_model_dir, config, lora_rank="2", steps="2", learning_rate="0.01")
         result = train(path)
