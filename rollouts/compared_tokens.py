@@ -44,6 +44,12 @@ class ComparedTokens:
             difference = self.trainer.astype(np.float64) - self.sampler.astype(np.float64)
         return np.where(np.isnan(difference), np.inf, difference)
 
+    def sampled_by(self, version: str | None) -> np.ndarray:
+        """Whether the weights `version` have sampled a token, bool (n,). True where either is not known."""
+        names = [version is None or each == version for each in self.versions]
+        sampled: np.ndarray = np.array([*names, True])[self.version]
+        return sampled
+
     def modality(self) -> np.ndarray:
         """The modality of `item` for each token, text (n,): "text" where no medium is before the token."""
         modality: np.ndarray = np.array([*self.media_modalities, "text"])[self.item]

@@ -21,6 +21,7 @@ TRAINING_FILE: Final = "training.jsonl"
 MISMATCH_FILE: Final = "mismatch.mmr"
 
 _COLUMNS: Final = {"sampler": "f", "trainer": "f", "sample": "i", "position": "i", "item": "i"}
+_KINDS: Final = {**_COLUMNS, "current": "b"}
 _TABLES: Final = ("names", "media_modalities")
 
 
@@ -43,29 +44,33 @@ class TrainingLog:
     def write(self, step: int, figures: Mapping[str, float], *, mismatch: MismatchReport | None = None) -> None:
         """Write the figures of step `step`; steps ascend. The names are yours; the report draws a curve for each.
 
-        `mismatch` adds the figures `mismatch_mean`, `mismatch_max` and `mismatch_kl`, in nats, and keeps the
-        log-probabilities of each token: 20 bytes a token. All sinks get the figures, also where one raises.
+        `mismatch` adds the figures `mismatch_mean`, `mismatch_max` and `mismatch_kl`, in nats, of the tokens that
+        its `trainer_version` has sampled, of all where it has none, and keeps the log-probabilities of each
+        token: 21 bytes a token. All sinks get the figures, also where one raises.
         """
         values = dict(figures)
         if mismatch is not None and mismatch.tokens:
-            statistics = mismatch.statistics
-            values |= {
-                "mismatch_mean": statistics.mean_abs,
-                "mismatch_max": statistics.max_abs,
-                "mismatch_kl": statistics.k3,
-            }
-            self._append(step, mismatch)
+            from rollouts.training.mismatch.report import difference_statistics  # torch is there, of who has made it
+
+            current = mismatch.compared.sampled_by(mismatch.trainer_version)
+            if current.any():
+                statistics = difference_statistics(mismatch.compared.difference[current])
+                values |= {
+                    "mismatch_mean": statistics.mean_abs,
+                    "mismatch_max": statistics.max_abs,
+                    "mismatch_kl": statistics.k3,
+                }
+            self._append(step, mismatch.compared, current)
         with ExitStack() as writing:
             for sink in reversed(self._sinks):
                 writing.callback(sink.write, TRAINING, step, values)
 
-    def _append(self, step: int, mismatch: MismatchReport) -> None:
+    def _append(self, step: int, compared: ComparedTokens, current: np.ndarray) -> None:
         if self._mismatch is None:
             self._mismatch = RecordWriter(self._directory / MISMATCH_FILE)
-        compared = mismatch.compared
         columns = {name: getattr(compared, name) for name in _COLUMNS}
         tables = {name: list(getattr(compared, name)) for name in _TABLES}
-        self._mismatch.append({"step": step, **columns, **tables})
+        self._mismatch.append({"step": step, "current": current, **columns, **tables})
 
     def close(self) -> None:
         """Close the files and the sinks, all of them, whatever one raises."""
@@ -81,23 +86,26 @@ class TrainingLog:
         self.close()
 
 
-def read_step_mismatch(reader: RecordReader, record: int, path: Path) -> ComparedTokens:
-    """One record of `mismatch.mmr`, without `turn` and `version`. Raises `TransportError`."""
+def read_step_mismatch(reader: RecordReader, record: int, path: Path) -> tuple[ComparedTokens, np.ndarray]:
+    """One record of `mismatch.mmr`, without `turn` and `version`, and which tokens the current weights have sampled.
+
+    Raises `TransportError`.
+    """
     held = reader[record]
     if reason := _violation(held):
         raise MalformedError(f"{path}, record {record}: {reason}", "Delete the file if another program wrote it.")
     tables: dict[str, Any] = {name: tuple(held[name]) for name in _TABLES}
-    return ComparedTokens(**{name: held[name] for name in _COLUMNS}, **tables)
+    return ComparedTokens(**{name: held[name] for name in _COLUMNS}, **tables), held["current"]
 
 
 def _violation(held: Any) -> str:
     """What is wrong with a record; empty where nothing is."""
-    if not isinstance(held, dict) or set(held) != {"step", *_COLUMNS, *_TABLES}:
+    if not isinstance(held, dict) or set(held) != {"step", *_KINDS, *_TABLES}:
         return "it does not hold the columns of compared tokens"
     for name in _TABLES:
         if not isinstance(held[name], list | tuple) or not all(isinstance(entry, str) for entry in held[name]):
             return f"{name} is no list of texts"
-    for name, kind in _COLUMNS.items():
+    for name, kind in _KINDS.items():
         column = held[name]
         if not isinstance(column, np.ndarray) or column.ndim != 1 or column.dtype.kind != kind:
             return f"{name} is no array of numbers"

@@ -114,11 +114,15 @@ class Counted:
         self.sum_abs += float(finite.sum())
 
 
-def by_modality(steps: Iterable[ComparedTokens]) -> dict[str, Counted]:
-    """The figures of `mismatch.mmr`."""
+#: In place of the modality of tokens that other weights than the trainer's have sampled.
+OLDER: Final = "older weights"
+
+
+def by_modality(steps: Iterable[tuple[ComparedTokens, np.ndarray]]) -> dict[str, Counted]:
+    """The figures of `mismatch.mmr`, those of `OLDER` apart."""
     figures: dict[str, Counted] = {}
-    for step in steps:
-        modalities = step.modality()
+    for step, current in steps:
+        modalities = np.where(current, step.modality(), OLDER)
         for modality in np.unique(modalities):
             figures.setdefault(str(modality), Counted()).add(step.difference[modalities == modality])
     return figures
@@ -128,9 +132,9 @@ def by_modality(steps: Iterable[ComparedTokens]) -> dict[str, Counted]:
 class Collected:
     """The contents of a run's directory.
 
-    `mismatch`: the compared tokens by modality. `complete`: whether all tasks were run, None where nothing
-    says so. `evaluation`: the results of `rollouts eval`, if there are any. `is_partial`: the time was not
-    enough to read all episodes.
+    `mismatch`: the compared tokens by modality, and those of `OLDER`. `complete`: whether all tasks were run,
+    None where nothing says so. `evaluation`: the results of `rollouts eval`, if there are any. `is_partial`:
+    the time was not enough to read all episodes.
     """
 
     title: str

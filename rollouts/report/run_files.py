@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+import numpy as np
 from pydantic import ValidationError
 
 from rollouts.compared_tokens import ComparedTokens
@@ -47,10 +48,11 @@ class RunFiles:
                 numbers = records[record]
                 yield from ((numbers[one.place], one.trajectory) for one in found if one.place in numbers)
 
-    def mismatches(self, problems: list[str]) -> Iterator[ComparedTokens]:
-        """The compared tokens of each training step; none where there is no file, or none that can be read.
+    def mismatches(self, problems: list[str]) -> Iterator[tuple[ComparedTokens, np.ndarray]]:
+        """The compared tokens of each training step, and which of them the trainer's weights have sampled.
 
-        `problems` gets a line for each thing that cannot be read.
+        None where there is no file, or none that can be read. `problems` gets a line for each thing that cannot
+        be read.
         """
         path = self.path / MISMATCH_FILE
         if not path.exists():

@@ -15,7 +15,7 @@ from rollouts.evaluation.results import EvaluationResults
 from rollouts.observability.run_metrics import length_stops_warning
 from rollouts.report.charts import Chart, Line, number_text, value_text
 from rollouts.report.curves import episode_charts, group_charts, runner_charts, training_charts
-from rollouts.report.figures import BINS, Collected, EpisodeFigures
+from rollouts.report.figures import BINS, OLDER, Collected, EpisodeFigures
 from rollouts.report.page import Block, Cell, Facts, Heading, Items, Section, Table, Text, charts_of
 from rollouts.report.viewer_page import ViewerPage
 from rollouts.trajectory.token_node import TEACHER_KL
@@ -110,9 +110,8 @@ def _summary(collected: Collected) -> list[Block]:
             facts.append(("mean teacher_kl", f"{number_text(mean_and_spread(scored).mean)} nats a token"))
     if collected.training:
         facts.append(("training steps", f"{collected.training_steps:,}"))
-    if collected.mismatch:
-        largest = max(counted.max_abs for counted in collected.mismatch.values())
-        facts.append(("largest mismatch", f"{largest:.2e} nats"))
+    if current := [counted.max_abs for name, counted in collected.mismatch.items() if name != OLDER]:
+        facts.append(("largest mismatch", f"{max(current):.2e} nats"))
     facts.append(("report written", time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())))
     if collected.problems:
         shown = [problem[:_EXAMPLE] for problem in collected.problems[:_MAX_PROBLEMS]]
@@ -182,10 +181,10 @@ def _mismatch(collected: Collected) -> list[Block]:
         return []
     tokens = sum(one.tokens for one in collected.mismatch.values())
     what = f"|log p(trainer) - log p(sampler)| in nats, of {tokens:,} sampled tokens, from mismatch.mmr"
-    kinds = {
-        "tokens before any medium" if name == "text" else f"tokens after {name}": one
-        for name, one in sorted(collected.mismatch.items())
-    }
+    if OLDER in collected.mismatch:
+        what += "; tokens of older weights differ by what was learned since, and count in no other figure"
+    labels = {"text": "tokens before any medium", OLDER: "tokens of older weights"}
+    kinds = {labels.get(name, f"tokens after {name}"): one for name, one in sorted(collected.mismatch.items())}
     bins = list(range(len(BINS)))
     charts = [
         Chart(label, "nats, from", bins, [Line("tokens", one.counts.tolist())], BINS, f"{one.tokens:,} tokens", True)

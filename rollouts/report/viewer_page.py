@@ -62,7 +62,7 @@ def write_viewer_page(
     total = len(collected.episodes)
     title = f"{collected.title}: {len(chosen)} of {total} episodes" if len(chosen) < total else collected.title
     compared = TrainerLogprobs({episode.episode_id for episode in chosen})
-    for step in files.mismatches([]):  # `collect` has named what cannot be read
+    for step, _ in files.mismatches([]):  # `collect` has named what cannot be read
         compared.add(step)
     trainer = compared if compared.unused else None
     write_html(trajectories(), path, renderer=renderer, tools=tools, compared=trainer, title=title)

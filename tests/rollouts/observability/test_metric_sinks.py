@@ -221,6 +221,7 @@ RECORD = {
     "step": 1,
     **{name: np.zeros(1, np.float32) for name in ("sampler", "trainer")},
     **{name: np.zeros(1, np.int32) for name in ("sample", "position", "item")},
+    "current": np.ones(1, bool),
     "names": ["a/0"],
     "media_modalities": ["image"],
 }
@@ -231,6 +232,7 @@ RECORD = {
     [
         ({"names": "text"}, "names is no list of texts"),
         ({"item": np.zeros(1, np.float32)}, "item is no array of numbers"),
+        ({"current": np.zeros(1, np.int32)}, "current is no array of numbers"),
         ({"trainer": np.zeros(2, np.float32)}, "trainer has another length"),
         ({"item": np.array([7], np.int32)}, "item has an index outside media_modalities"),
         ({"sample": np.array([-1], np.int32)}, "sample has an index outside names"),

@@ -87,6 +87,19 @@ def test_a_report_has_curves_mismatch_and_links_into_the_viewer_beside_it(tmp_pa
     assert page.all("script") == page.all("link") == page.all("iframe") == []
 
 
+def test_tokens_of_older_weights_count_in_no_figure_of_the_mismatch_and_have_a_row_of_their_own(
+    tmp_path: Path,
+) -> None:
+    directory = trained_run(tmp_path / "run")  # 1e-6 nats, and 1e-3 where weights of before have sampled
+    write_report(directory)
+    rows = [json.loads(line)["metrics"] for line in (directory / "training.jsonl").read_text().splitlines()]
+    assert all(row["mismatch_mean"] <= row["mismatch_max"] < 2e-6 for row in rows)
+    text = read(directory / "report.html").text
+    assert re.search(r"largest mismatch\d\.\d\de-0[67] nats", text)
+    assert re.search(r"tokens after image32\d\.\d\de-0[67]\d\.\d\de-0[67]", text)
+    assert re.search(r"tokens of older weights161.00e-031.00e-03", text)
+
+
 def only_runner(directory: Path) -> Path:
     directory.mkdir()
     JsonLinesSink(directory / "runner_metrics.jsonl").write("runner", 0, {"groups_delivered": 0})
