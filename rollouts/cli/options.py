@@ -48,7 +48,12 @@ class ConfigOption(NamedTuple):
 
 
 SET: Final = ConfigOption(
-    "set", "", list[str], "KEY=VALUE", "A value of the configuration, such as limits.max_turns=4; several times."
+    "set",
+    "",
+    list[str],
+    "KEY=VALUE",
+    'A value of the configuration, a word or JSON: limits.max_turns=4, \'mode={"kind": "one_step_off_policy"}\'; '
+    "several times.",
 )
 MODEL_OPTIONS: Final = (
     ConfigOption("model", "", str, "MODEL", "The directory (also of an adapter), repository, or name at an endpoint."),

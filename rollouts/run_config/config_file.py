@@ -146,6 +146,8 @@ def _key_and_reason(details: Any, model: type[BaseModel]) -> tuple[KeyPath, str]
         message = f"{message}; the kinds are {', '.join(choices)}"
     else:
         written, choices = "", []
+    if kind in ("dict_type", "model_type", "model_attributes_type"):
+        message = 'no table; write { key = value } in a file, and JSON with --set: KEY={"key": "value"}'
     if kind not in _WITHOUT_VALUE:
         message = f"{short_repr(details['input'])}: {message}"
     if close := get_close_matches(written, choices, n=1):

@@ -267,7 +267,9 @@ def test_a_file_that_is_not_toml_is_named_with_the_reason(tmp_path: Path, conten
     [
         ("limits.max_turns=x", "--set: limits.max_turns: 'x': Input should be a valid integer"),
         ("limits.max_turn=1", "--set: limits.max_turn: Extra inputs are not permitted"),
-        ("output=out", "--set: output: 'out': Input should be a valid dictionary"),
+        ("output=out", "--set: output: 'out': no table; write { key = value } in a file, and JSON with --set"),
+        ("mode=asynchronous", "--set: mode: 'asynchronous': no table;"),
+        ("environment.arguments=3", "--set: environment.arguments: 3: no table;"),
         ("seed", "--set: seed is no KEY=VALUE"),
     ],
 )
