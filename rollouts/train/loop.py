@@ -2,6 +2,8 @@
 
 import asyncio
 import gc
+import hashlib
+import json
 import math
 import shutil
 import time
@@ -71,8 +73,8 @@ class Training:
         file = parts.file
         async with AsyncExitStack() as opened:
             output.lock_training(opened)
-            checkpoints = Checkpoints(output, file, self._configuration(), section.keep)
             policy = Policy(parts, section, output.weights)
+            checkpoints = Checkpoints(output, file, self._configuration(policy), section.keep)
             restored = checkpoints.restore(policy.trainer)
             if restored is not None:
                 self.console.print(f"continuing after step {restored.step} of {section.steps}")
@@ -154,8 +156,8 @@ class Training:
             await asyncio.to_thread(policy.save, output.path / "last")
             self.state = state
 
-    def _configuration(self) -> dict[str, Any]:
-        """What must not change while the run continues: values, modules, and files of tasks.
+    def _configuration(self, policy: Policy) -> dict[str, Any]:
+        """What must not change while the run continues: values, modules, files of tasks, what is not trained.
 
         A position in the order of the tasks is that of a row, and rewards are compared.
         """
@@ -163,6 +165,10 @@ class Training:
         values["evaluation"] = self.parts.file.config.evaluation.model_dump(mode="json", exclude={"every"})
         if isinstance(self.held_out, FileTaskSource):
             values["evaluation"]["content_of_the_file"] = self.held_out.digest()
+        # Of the base model under an adapter no checkpoint has the weights; one of each tensor tells models apart.
+        parameters = policy.trainer.model.parameters()
+        kept = [each.detach().flatten()[:1].tolist() for each in parameters if not each.requires_grad]
+        values["base_weights"] = hashlib.sha256(json.dumps(kept).encode()).hexdigest()
         return values
 
     async def _write_best(self, policy: Policy, state: TrainingState) -> None:

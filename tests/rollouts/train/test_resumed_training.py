@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from vowels_training import CONFIG, HELD_OUT, outcome, project, started, train
 
 from rollouts.errors import RolloutsError
@@ -177,6 +177,19 @@ def test_a_run_whose_chat_template_has_changed_is_another_run(tmp_path: Path, ti
     refused = train(path, "--resume", "--set", "train.steps=2")
     assert refused.exit_code == 2
     assert "template: it was " in refused.output
+
+
+@pytest.mark.parametrize(("rank", "is_refused"), [("2", True), ("0", False)])  # 0: the checkpoint has all weights
+def test_an_adapter_does_not_continue_on_other_weights_of_the_base_model(
+    tmp_path: Path, tiny_model_dir: Path, rank: str, is_refused: bool
+) -> None:
+    model = shutil.copytree(tiny_model_dir, tmp_path / "model")
+    path = project(tmp_path, model, steps="1", lora_rank=rank)
+    assert train(path).exit_code == 0
+    weights = load_file(model / "model.safetensors")
+    save_file({name: 1.01 * value for name, value in weights.items()}, model / "model.safetensors", {"format": "pt"})
+    again = train(path, "--resume", "--set", "train.steps=2")
+    assert (again.exit_code, "base_weights: it was " in again.output) == ((2, True) if is_refused else (0, False))
 
 
 def test_a_second_process_in_the_same_directory_ends_at_once(tmp_path: Path, tiny_model_dir: Path) -> None:
