@@ -164,7 +164,7 @@ def _name(text: str | None) -> str:
 
 
 def _of_held_out_tasks(file: ConfigFile) -> ConfigFile:
-    """The configuration with the held-out tasks of a file of `rollouts train`, which are those that are evaluated."""
+    """The configuration with the held-out tasks of a file of `rollouts train`, where it has some."""
     held_out = file.config.evaluation.tasks or file.config.tasks
     return replace(file, config=file.config.model_copy(update={"tasks": held_out}))
 

@@ -113,7 +113,7 @@ def _tasks(file: ConfigFile, table: str, section: TasksSection | None) -> Iterab
     if isinstance(tasks, Iterator | AsyncIterable):  # each evaluation takes them again
         tasks = asyncio.run(_listed(first_tasks(tasks, _MOST_LISTED + 1)))
         if len(tasks) > _MOST_LISTED:
-            reason = f"it gives more than {_MOST_LISTED:,} tasks, and may have no end; give a list or a file, or fewer"
+            reason = f"it gives more than {_MOST_LISTED:,} tasks, and may have no end; give a list or a file"
             raise own.error(("tasks",), reason)
     check_tasks(own, tasks)
     return tasks

@@ -76,7 +76,7 @@ def check_output(file: ConfigFile, *, resume: bool, trains: bool = False) -> Out
     with file.naming(*_KEY):
         if not existing.is_dir():
             reason = f"cannot be made: {existing} is no directory; name another directory"
-        elif existing != output.path or not any(os.scandir(output.path)) or (trains and _has_only_its_lock(output)):
+        elif existing != output.path or _is_empty(output, trains):
             return output
         elif not resume:
             reason = "is not empty; pass --resume to continue the run in it, or name another directory"
@@ -91,9 +91,12 @@ def check_output(file: ConfigFile, *, resume: bool, trains: bool = False) -> Out
     return output
 
 
-def _has_only_its_lock(output: OutputDirectory) -> bool:
-    own = (output.checkpoints, output.training_lock)
-    return all(path in own and not path.is_symlink() for path in output.path.rglob("*"))
+def _is_empty(output: OutputDirectory, trains: bool) -> bool:
+    own = (output.checkpoints, output.training_lock) if trains else ()
+    # `rglob` passes over a directory that cannot be read, and `scandir` raises.
+    return not any(os.scandir(output.path)) or all(
+        path in own and not path.is_symlink() for path in output.path.rglob("*")
+    )
 
 
 def metric_sinks(file: ConfigFile, output: OutputDirectory) -> list[MetricSink]:

@@ -75,7 +75,7 @@ class RunParts:
             yield workers
 
     def with_all_groups(self) -> "RunParts":
-        """The parts without what leaves groups out: a run that trains does not need them, an evaluation does."""
+        """The parts without what leaves groups out: an evaluation needs all, a run that trains does not."""
         config = self.file.config.model_copy(update={"skip_group": None, "mode": None})
         return replace(self, file=replace(self.file, config=config), skip_group=None)
 

@@ -48,7 +48,7 @@ def make_tasks(file: ConfigFile) -> TaskSource:
 
 
 def check_tasks(file: ConfigFile, tasks: TaskSource, count: int | None = None) -> None:
-    """Refuse rows of a file, an empty list, and two equal ids in one, that would end the run when they are taken.
+    """Refuse rows of a file, an empty list, and two equal ids in one, which would end the run later.
 
     Only the first `count` tasks are checked, or all. Raises `TaskFileError` and `RunConfigError`.
     """
