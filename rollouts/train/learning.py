@@ -149,8 +149,8 @@ class Learner:
             )
         return mismatch
 
-    def warm_start(self, tasks: Sequence[Task], log: TrainingLog) -> int:
-        """Supervised steps on the conversations of the tasks, which each pass shuffles. Returns their number."""
+    def warm_start(self, tasks: Sequence[Task], log: TrainingLog) -> None:
+        """Supervised steps on the conversations of the tasks, which each pass shuffles."""
         section = self._supervised
         assert section is not None  # who has conversations
         samples = supervised_samples(self._policy.renderer, tasks, section, longest=self._trainer.max_length)
@@ -167,7 +167,6 @@ class Learner:
             self._trainer.optim_step(NAME, replace(self._adam, learning_rate=rate))
             # Before the first step on rewards: training.jsonl has ascending steps.
             log.write(step - section.steps, {"supervised_loss": loss})
-        return section.steps
 
     def _samples(self, groups: Sequence[Group], step: int, figures: dict[str, float]) -> list[TrainingSample]:
         section, renderer = self._section, self._policy.renderer
