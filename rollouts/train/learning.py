@@ -9,15 +9,15 @@ from typing import Final
 import numpy as np
 import torch
 
-from renderers import TemplateRenderer, build_training_samples
+from renderers import MultiModalData, TemplateRenderer, build_training_samples
 from renderers.errors import RendererError
-from rollouts.engines.protocol import Engine
+from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams
+from rollouts.engines.result_checks import check_result
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.observability import TrainingLog
 from rollouts.run_config.config_file import ConfigFile
 from rollouts.run_config.sections import SupervisedSection, TrainSection
 from rollouts.runner.group import Group
-from rollouts.scoring import score
 from rollouts.task import Task
 from rollouts.train.policy import NAME, Policy
 from rollouts.training import (
@@ -43,6 +43,7 @@ _WITHOUT_ADVANTAGES: Final = frozenset({"dro", "reverse_kl", "forward_kl", "jsd"
 _START: Final = "start"
 _DEFAULT_MISMATCH: Final = {"float32": 1e-3, "bfloat16": 0.05}
 _EXAMINED: Final = 4  # episodes whose mismatch is diagnosed
+_COMPARED_TOKENS: Final = 16  # of a completion that `check_engine` samples
 
 
 class Learner:
@@ -131,23 +132,34 @@ class Learner:
         return mismatch
 
     async def check_engine(self, engine: Engine, step: int) -> float:
-        """The mean mismatch in a row of the step that was taken, whose tokens the engine scores with the new weights.
+        """The largest mismatch of tokens that the engine samples with the new weights, after a prompt of the step.
 
         For the modes in which steps have no samples of the weights that they train, and so nothing to compare.
-        Raises `RolloutsError` where it is too large.
+        Raises `RolloutsError` where their mean mismatch is too large.
         """
         row = self._shortest
-        (scores,) = await score([row], engine)
-        data = [datum_from_sample(row, "cross_entropy")]
+        start = int(np.argmax(row.loss_mask))
+        prompt, media = row.token_ids[:start], [each for each in row.media if each[1].end <= start]
+        request = GenerateRequest(
+            prompt.tolist(),
+            SamplingParams(max_tokens=_COMPARED_TOKENS, seed=step),
+            MultiModalData.from_items(media) if media else None,
+            placeholder_token_ids=self._policy.renderer.placeholder_token_ids,
+        )
+        result = await engine.generate(request)
+        check_result(request, result)
+        (completion,) = result.completions
+        ids = np.concatenate([prompt, completion.token_ids])
+        data = [Datum(ids[:-1], ids[1:], media=media)]
         (of_trainer,) = (await asyncio.to_thread(self._trainer.forward, NAME, data, "cross_entropy")).logprobs
-        mismatch = float(np.abs(scores.logprobs[1:] - of_trainer)[row.loss_mask[1:]].mean())
-        if mismatch > self._limit:
+        differences = np.abs(completion.logprobs - of_trainer[start - 1 :])
+        if differences.mean() > self._limit:
             raise RolloutsError(
-                f"after step {step} the engine scores the tokens of {row.name} otherwise than the trainer, by "
-                f"{mismatch:.1e} nats on average, and train.max_mismatch is {self._limit:g}: it has other weights, or "
-                f"computes otherwise. --resume continues from the newest checkpoint"
+                f"after step {step} the log-probabilities of sampler and trainer differ by {differences.mean():.1e} "
+                f"nats on average in {len(differences)} tokens, and train.max_mismatch is {self._limit:g}: the engine has "
+                "other weights, or computes otherwise. --resume continues from the newest checkpoint"
             )
-        return mismatch
+        return float(differences.max())
 
     def warm_start(self, tasks: Sequence[Task], log: TrainingLog) -> None:
         """Supervised steps on the conversations of the tasks, which each pass shuffles."""

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from rollouts.cli.main import app
 from rollouts.demo import digits
 from rollouts.testing import tiny_qwen3_vl
+from transport import RecordReader
 
 STEPS = 4
 ALL_PARAMETERS, ADAPTER = 0, 8
@@ -31,8 +32,12 @@ def mismatches(directory: Path, model: Path, engine: str, rank: int, *changes: s
     options = [part for change in changes for part in ("--set", change)]
     result = CliRunner().invoke(app, ["train", str(directory / "train.toml"), *options])
     assert result.exit_code == 0, result.output
+    return figures(directory, "mismatch_max")
+
+
+def figures(directory: Path, name: str) -> list[float]:
     rows = [json.loads(line)["metrics"] for line in (directory / "out/training.jsonl").read_text().splitlines()]
-    return [row["mismatch_max"] for row in rows if "mismatch_max" in row]
+    return [row[name] for row in rows if name in row]
 
 
 def test_vllm_reads_whole_checkpoints(vllm_server: Any, restored: Any, tmp_path: Path) -> None:
@@ -48,6 +53,19 @@ def test_vllm_reads_adapters(vllm_server: Any, tmp_path: Path) -> None:
     found = mismatches(tmp_path, vllm_server.model_dir, engine, ADAPTER)
     assert len(found) == STEPS
     assert all(0 < mismatch < 1e-4 for mismatch in found)
+    command = ["eval", str(tmp_path / "train.toml"), "--model", str(tmp_path / "out/last"), "--limit", "4", "-n", "1"]
+    command += ["--set", f"renderer.model={vllm_server.model_dir}", "--out", str(tmp_path / "evaluated")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    with RecordReader(tmp_path / "evaluated" / "trajectories.mmr") as reader:
+        spans = [
+            span
+            for (episode,) in map(reader.__getitem__, range(4))
+            for node in episode.nodes
+            for span in node.weight_spans
+        ]
+    assert spans
+    assert all(span.version.startswith("adapter-") for span in spans)
 
 
 @pytest.mark.parametrize("vllm_server", ["lora"], indirect=True)
@@ -56,7 +74,8 @@ def test_the_gate_passes_what_vllm_samples_with_the_new_adapter_while_the_old_on
 ) -> None:
     engine = f'kind = "vllm"\nbase_url = "{vllm_server.base_url}"\n[mode]\nkind = "one_step_off_policy"'
     found = mismatches(tmp_path, vllm_server.model_dir, engine, ADAPTER, "train.max_mismatch=1e-5")
-    assert max(found) > 1e-3  # of tokens that the weights of the step before have sampled
+    assert all(mismatch < 1e-4 for mismatch in found)
+    assert max(figures(tmp_path, "staleness")) == 1  # what the weights of the step before have sampled is no mismatch
 
 
 def test_sglang_reads_whole_checkpoints(tmp_path: Path) -> None:

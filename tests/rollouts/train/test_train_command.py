@@ -118,7 +118,7 @@ def test_modes_whose_steps_have_no_sample_of_their_weights_stop_where_the_engine
         planted.setattr(LocalEngine, "update_weights", only_label)
         stopped = train(path)
     assert stopped.exit_code == 2
-    assert "after step 1 the engine scores the tokens of" in stopped.output
+    assert "after step 1 the log-probabilities of sampler and trainer differ by" in stopped.output
     assert "train.max_mismatch is 0.001" in stopped.output
     resumed = train(path, "--resume")
     assert resumed.exit_code == 0, resumed.output
