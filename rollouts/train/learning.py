@@ -156,8 +156,8 @@ class Learner:
         if differences.mean() > self._limit:
             raise RolloutsError(
                 f"after step {step} the log-probabilities of sampler and trainer differ by {differences.mean():.1e} "
-                f"nats on average in {len(differences)} tokens, and train.max_mismatch is {self._limit:g}: the engine has "
-                "other weights, or computes otherwise. --resume continues from the newest checkpoint"
+                f"nats on average in {len(differences)} tokens, and train.max_mismatch is {self._limit:g}: the engine "
+                "has other weights, or computes otherwise. --resume continues from the newest checkpoint"
             )
         return float(differences.max())
 
