@@ -2,11 +2,11 @@
 
 import hashlib
 import importlib
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import partial, reduce
-from operator import itemgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,13 +26,15 @@ def imported_files(file: ConfigFile) -> dict[str, str]:
     """
     named = [text.rpartition(":")[0] for text in _texts(file.config.model_dump()) if ".py:" in text]
     directories = {file.directory, *(file.resolve(each).resolve().parent for each in named)}
+    beginnings = tuple(os.path.join(each, "") for each in directories)
     digests = {}
-    for name, module in sorted(sys.modules.items(), key=itemgetter(0)):
-        path = Path(getattr(module, "__file__", None) or "")
-        is_own = directories.intersection(path.parents) and "site-packages" not in path.parts
-        if is_own and name != "__main__" and path.is_file():
-            digests[name] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return digests
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None) or ""
+        # A text is compared first: there are thousands of modules, and few of them are here.
+        is_own = path.startswith(beginnings) and "site-packages" not in Path(path).parts
+        if is_own and name != "__main__" and os.path.isfile(path):
+            digests[name] = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+    return dict(sorted(digests.items()))
 
 
 def _texts(value: Any) -> Iterator[str]:

@@ -12,7 +12,7 @@ import torch
 from renderers import MultiModalData, TemplateRenderer, build_training_samples
 from renderers.errors import RendererError
 from rollouts.engines.protocol import Engine, GenerateRequest, SamplingParams
-from rollouts.engines.result_checks import check_result
+from rollouts.episodes.engine_calls import generated
 from rollouts.errors import ArgumentError, RolloutsError
 from rollouts.observability import TrainingLog
 from rollouts.run_config.config_file import ConfigFile
@@ -146,9 +146,7 @@ class Learner:
             MultiModalData.from_items(media) if media else None,
             placeholder_token_ids=self._policy.renderer.placeholder_token_ids,
         )
-        result = await engine.generate(request)
-        check_result(request, result)
-        (completion,) = result.completions
+        (completion,) = await generated(engine, request, None)
         ids = np.concatenate([prompt, completion.token_ids])
         data = [Datum(ids[:-1], ids[1:], media=media)]
         (of_trainer,) = (await asyncio.to_thread(self._trainer.forward, NAME, data, "cross_entropy")).logprobs

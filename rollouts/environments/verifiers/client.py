@@ -337,6 +337,7 @@ def _response(
         text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         calls.append(ToolCall(id=call["id"], name=name, arguments=text))
     is_cut = rollout.trajectory.turns[turn.index].finish_reason is FinishReason.LENGTH
+    counts = turn.counts
     response = Response(
         id=request_id,
         created=0,
@@ -347,7 +348,7 @@ def _response(
             tool_calls=calls or None,
         ),
         finish_reason="length" if is_cut else "tool_calls" if calls else "stop",
-        usage=Usage(**{name: turn.counts[name] for name in ("prompt_tokens", "completion_tokens")}),
+        usage=Usage(prompt_tokens=counts["prompt_tokens"], completion_tokens=counts["completion_tokens"]),
         tokens=_tokens(recorder, turn, pending) if isinstance(recorder, _TokenRecorder) else None,
     )
     response.raw = serialize_completion(response, model)

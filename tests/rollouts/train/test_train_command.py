@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import Result
 from engine_server import EngineVLLM
 from fake_http import Response, Seen
 from model_families import save_family
@@ -87,21 +88,26 @@ def test_a_run_trains_adapter_or_model_and_leaves_weights_that_an_engine_loads(
     assert "over 5 shared tasks" in compared.output  # the held-out evaluations of these steps
 
 
-async def only_label(engine: LocalEngine, weights: Any, version: str, **_: Any) -> None:
-    """The planted fault of `LocalEngine.update_weights`: the engine keeps its weights."""
-    await engine.update_weight_version(version)
+def train_with_other_weights(path: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
+    """Train with a planted fault: the engine keeps its first weights, and calls them those of each step."""
+
+    async def only_label(engine: LocalEngine, weights: Any, version: str, **_: Any) -> None:
+        await engine.update_weight_version(version)
+
+    with monkeypatch.context() as planted:
+        planted.setattr(LocalEngine, "update_weights", only_label)
+        stopped = train(path)
+    assert stopped.exit_code == 2
+    assert "train.max_mismatch is 0.001" in stopped.output
+    return stopped
 
 
 def test_the_run_stops_before_a_step_whose_episodes_other_weights_have_sampled(
     tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = project(tmp_path, tiny_model_dir)
-    with monkeypatch.context() as planted:
-        planted.setattr(LocalEngine, "update_weights", only_label)
-        stopped = train(path)
-    assert stopped.exit_code == 2
+    stopped = train_with_other_weights(path, monkeypatch)
     assert "step 2 was not taken" in stopped.output
-    assert "train.max_mismatch is 0.001" in stopped.output
     assert "explained by no hypothesis (other weights cannot be tested)" in stopped.output
     assert (tmp_path / "out" / "checkpoints" / "step-1" / "state.json").exists()
     assert [step for step, row in figures(tmp_path) if "mismatch_max" in row] == [1, 2]
@@ -114,12 +120,8 @@ def test_modes_whose_steps_have_no_sample_of_their_weights_stop_where_the_engine
     tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch, mode: str
 ) -> None:
     path = project(tmp_path, tiny_model_dir, CONFIG + f"[mode]\nkind = {mode}\n", learning_rate="1e-2")
-    with monkeypatch.context() as planted:
-        planted.setattr(LocalEngine, "update_weights", only_label)
-        stopped = train(path)
-    assert stopped.exit_code == 2
+    stopped = train_with_other_weights(path, monkeypatch)
     assert "after step 1 the log-probabilities of sampler and trainer differ by" in stopped.output
-    assert "train.max_mismatch is 0.001" in stopped.output
     resumed = train(path, "--resume")
     assert resumed.exit_code == 0, resumed.output
     assert all(float(each) < 1e-5 for each in re.findall(r"mismatch (\S+)", resumed.output))
